@@ -5,6 +5,9 @@ hooks, `block.forward = torch.compile(block.forward)`), before or after us. So t
 of its function: for an attached module it returns `module.forward`, whatever that is, wrapped; for any other module it
 returns it unchanged. Assignments and deletions by others go to the instance as always. No name, hook or parameter of a
 module changes, deep copies and pickles carry nothing, and the class is restored when its last attached module is gone.
+
+Libraries of kernels assign `forward` to the class, which removes the descriptor. Python tells nobody of that, so a
+handle looks for it before a forward (`is_patched`) and wraps the replacement, which stays when the wrapper goes.
 """
 
 import copy
@@ -32,7 +35,8 @@ class Around:
         """Whether `forward` is called unwrapped, because this wrapper is what calls it."""
         self.outer: Outer | None = None
         """Runs `call`, for example as a CUDA graph; None: it is called as it is."""
-        self._class: type = nn.Module
+        self._patches: set[_Forward] = set()
+        """The descriptors of the modules it is on: another one where a class, or its `forward`, was replaced."""
 
     def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of `module`: the one it was put on, or a shallow copy; `forward` is the wrapped function."""
@@ -46,19 +50,20 @@ class Around:
 
     def put_on(self, module: nn.Module) -> None:
         """Wrap `module` from now on, replacing an earlier wrapper."""
-        self._class = type(module)  # fully_shard later replaces a module's class by a subclass
-        _patched(self._class).users.add(self)
+        patch = _patched(type(module))
+        patch.users.add(self)
+        self._patches.add(patch)
         module.__dict__[_KEY] = self
 
     def take_off(self, module: nn.Module) -> None:
         """Unwrap `module`, if this is its wrapper."""
         if around(module) is self:
             del module.__dict__[_KEY]
-        patch = self._class.__dict__.get("forward")
-        if isinstance(patch, _Forward):
+        for patch in self._patches:
             patch.users.discard(self)
             if not patch.users:
                 patch.remove()
+        self._patches.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """None: a module that was copied or pickled is not attached."""
@@ -75,6 +80,11 @@ def module_of(call: Any) -> Any:
     return getattr(call, "__self__", call)
 
 
+def is_patched(cls: type) -> bool:
+    """Whether the modules of a class run their wrappers."""
+    return isinstance(_first(cls), _Forward)
+
+
 def _patched(cls: type) -> "_Forward":
     patch = cls.__dict__.get("forward")
     if not isinstance(patch, _Forward):
@@ -87,12 +97,22 @@ class _Forward:
     """The `forward` of a class with attached modules; a data descriptor, so that it precedes instance attributes."""
 
     def __init__(self, cls: type) -> None:
-        self._class, self._own, self.stock = cls, cls.__dict__.get("forward"), cls.forward
+        self._class, self._own = cls, cls.__dict__.get("forward")
+        self._own_function = None if self._own is None else cls.forward
         self.users: WeakSet[Around] = WeakSet()
         """The wrappers of the class's modules; weak, as a module may be freed without detaching."""
 
+    @property
+    def stock(self) -> Any:
+        """The class's own function, or what it inherits now."""
+        if self._own is not None:
+            return self._own_function
+        return super(self._class, self._class).forward  # pyright: ignore[reportAttributeAccessIssue]
+
     def remove(self) -> None:
-        """Restore the class's own function, or inheritance if it had none."""
+        """Restore the class's own function, or inheritance if it had none; leave what replaced this since."""
+        if self._class.__dict__.get("forward") is not self:
+            return
         del self._class.forward
         if self._own is not None:
             self._class.forward = self._own

@@ -1,5 +1,6 @@
 """What `attach` takes and refuses: configs, seeds, classes of models, a second attach."""
 
+import inspect
 import json
 import pickle
 from collections.abc import Callable
@@ -176,7 +177,7 @@ def test_a_failed_second_attach_keeps_the_first(attach: Attach, expected: torch.
 def test_two_declarations_of_one_rotary_function_are_not_in_use_at_once(
     attach: Attach, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ):
-    stock = getattr(rotary_function(), "stock", rotary_function())
+    stock = inspect.unwrap(rotary_function())
     family = family_of(FLUX.model())
     (rotary,) = family.rotary
     monkeypatch.delitem(_users, rotary.function, raising=False)  # another test's handle may not be collected yet

@@ -1,5 +1,6 @@
 """Models that live outside diffusers: found by name and structure, and what the contract does not ask of them."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -96,7 +97,7 @@ def test_our_own_dit_says_that_it_routes_itself():
 
 def test_the_rotary_function_is_that_of_the_models_own_module(attach: Attach):
     # a copy of an attached model that was not detached leaves it taught
-    stock = getattr(wan.rope_apply, "stock", wan.rope_apply)
+    stock = inspect.unwrap(wan.rope_apply)
     assert family_for(WAN.model()).rotary[0].function == f"{wan.__name__}.rope_apply"
     handle = attach(WAN.model(), {"routes": [route(0, -1)]})
     assert wan.rope_apply is not stock

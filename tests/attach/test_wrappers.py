@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_checkpointing_turned_on_off_and_on_again_while_attached(attach: Attach,
 @pytest.mark.usefixtures("nothing_frozen")
 def test_two_models_share_a_rotary_function_and_the_last_puts_it_back(attach: Attach, expected: torch.Tensor):
     gc.collect()  # models that earlier tests left attached
-    stock = getattr(rotary_function(), "stock", rotary_function())
+    stock = inspect.unwrap(rotary_function())
     model, other = FLUX.model(), FLUX.model()
     first, second = attach(model, ROUTES), attach(other, ROUTES)
     assert rotary_function() is not stock
@@ -51,7 +52,7 @@ def test_two_models_share_a_rotary_function_and_the_last_puts_it_back(attach: At
 @pytest.mark.usefixtures("nothing_frozen")
 def test_a_rotary_function_that_was_replaced_later_stays(attach: Attach, monkeypatch: pytest.MonkeyPatch):
     gc.collect()
-    stock, calls = getattr(rotary_function(), "stock", rotary_function()), []
+    stock, calls = inspect.unwrap(rotary_function()), []
 
     def mine(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tread.around import Around, around
+from tread.around import Around, around, is_patched
 from tread.attach.family import Arguments, Family
 from tread.attach.references import References
 from tread.attach.registry import family_for
@@ -33,7 +33,7 @@ from tread.routing import recompute
 from tread.routing.handle import Handle
 from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
-from tread.routing.state import State, unrecorded
+from tread.routing.state import State, in_backward, unrecorded
 
 _EVAL_MODE = (
     "the model is in eval mode, as from_pretrained returns it, so it runs dense: call model.train() before training. A "
@@ -82,7 +82,7 @@ class Attachment(Handle):
         """The modules that are layers, unwrapped."""
         self._wiring.install_rotary()
         if isinstance(attached := around(model), ModelCall):  # nothing raises from here on
-            attached.handle.detach()
+            attached.handle.replace_on(model)
         self._wiring.put_on()
 
     @property
@@ -104,6 +104,7 @@ class Attachment(Handle):
     def set_step(self, step: int) -> None:
         """See `Handle.set_step`."""
         self._check_current()
+        self._follow_patches()
         super().set_step(step)
 
     def reroute(self, config: RoutePlan | Mapping[str, Any] | str | Path, *, seed: int | None = None) -> None:
@@ -117,8 +118,26 @@ class Attachment(Handle):
             self._check_current()
         else:
             self.check_attached()
+        self._follow_patches()
         with super()._set(**changes):
             yield
+
+    def _follow_patches(self) -> None:
+        """Wrap what others replaced since, so that the next forward is routed."""
+        if self.attached:
+            self._wiring.follow_patches()
+
+    def check_unrouted(self, layer: nn.Module) -> None:
+        """See `Handle.check_unrouted`; refuses a forward of the model that did not open a state."""
+        super().check_unrouted(layer)
+        if torch.compiler.is_compiling() or in_backward() or not self.attached or is_patched(type(self.model)):
+            return
+        if self.is_on(training=layer.training):
+            name = type(self.model).__name__
+            raise ConfigError(
+                f"{name}.forward was replaced after tread.attach, so this forward is not routed: attach after the "
+                "replacement, or call handle.set_step(step) before each step."
+            )
 
     def compile(
         self,
@@ -188,6 +207,11 @@ class Attachment(Handle):
         self._wiring.take_off()
         recompute.leave(self)
 
+    def replace_on(self, model: nn.Module) -> None:
+        """Detach because another handle takes `model`, the attached one or a shallow copy that may never have run."""
+        self._wiring.include(model)
+        self.detach()
+
     def _remove_fast(self) -> None:
         """Take off what `compile` put on."""
         self._wiring.leave_compiled()
@@ -206,6 +230,7 @@ class Attachment(Handle):
     def reattach(self) -> Callable[[], None] | None:
         """Attach again for a recomputation after `detach` or replacement; returns a function that undoes it."""
         if self.attached:
+            self._wiring.follow_patches()
             return None
         take_off_again = self._wiring.put_on_again()
         recompute.follow(self)
@@ -243,6 +268,8 @@ class Attachment(Handle):
             self._check_mode(model)
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
+        if not torch.compiler.is_compiling():
+            self._wiring.check_layers()
         self._check_parallel(model)
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):

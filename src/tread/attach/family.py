@@ -27,16 +27,14 @@ class Side:
     name: str
     """The argument, or `mapping.entry` for an entry of an argument that is a mapping."""
     dim: int
-    """The token axis. 0: a table shared by all samples; gathered, it has a batch axis if the stream has one. An axis of
-    length 1 serves all tokens and is not gathered."""
+    """The token axis. 0: a table shared by all samples; gathered, it has a batch axis if there are several samples. An
+    axis of length 1 serves all tokens and is not gathered."""
     ndim: int | None = None
     """Gather only tensors with this many axes; None: all."""
     image: End | None = None
     """The end of the axis that the image tokens are at; None: as in the stack's stream."""
     after: str | None = None
     """The argument (B, T, ...) whose T tokens precede the image tokens on the axis, if others follow them too."""
-    shared: bool = False
-    """Whether the layer takes one table for the whole batch, which must then be one sample."""
     same: bool = False
     """Whether all image tokens have equal entries, so that the axis is narrowed instead of gathered."""
     member: int | None = None
@@ -86,7 +84,7 @@ class Rotary:
     function: str
     """Dotted path of the function as the layers look it up; with `of`, the name alone."""
     axis: int
-    """The token axis of x, unless a call passes `sequence_dim`."""
+    """The token axis of x, unless the function takes a `sequence_dim`, which says it."""
     of: str | None = None
     """Dotted path of a submodule whose forward looks the function up in its own Python module."""
     tables: tuple[int, ...] = (1,)

@@ -22,8 +22,9 @@ from tread.kernels.compiling import Compiled
 from tread.routing.handle import Handle
 from tread.routing.state import End
 
-_Named = tuple[Side, str, str]
-"""A side input, the argument that holds it, and the entry of that argument if it is a mapping, else ""."""
+_Named = tuple[Side, str, str, bool]
+"""A side input, the argument that holds it, the entry of that argument if it is a mapping, else "", and whether it is a
+table (S, ...)."""
 
 
 class Layer(Around):
@@ -39,7 +40,11 @@ class Layer(Around):
 
     def add(self, index: int, stack: Stack) -> None:
         """Register the module as layer `index`."""
-        self._indices.append((index, stack, [(side, *_split(side.name)) for side in stack.sides]))
+        names = [side.name for side in stack.sides]
+        tables = [side.dim == 0 and names.count(side.name) == 1 for side in stack.sides]  # else a mask (S, S)
+        self._indices.append(
+            (index, stack, [(side, *_split(side.name), t) for side, t in zip(stack.sides, tables, strict=True)])
+        )
 
     def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output, routed if the current forward is."""
@@ -48,7 +53,7 @@ class Layer(Around):
             return _uncompiled(self, module, forward, args, kwargs)
         routed = state.routed
         if not routed:
-            self.handle.check_recomputed_by_torch(type(module).__name__, training=module.training)
+            self.handle.check_unrouted(module)
         index, stack, sides = self._next(state.layer)
         if routed:
             args, kwargs = self._enter(index, stack, sides, args, kwargs)
@@ -77,19 +82,23 @@ class Layer(Around):
             return args, kwargs
         changed: dict[str, Any] = {stack.stream: _to_layer_order(stack, entered, stream)}
         unbatched = stream.ndim == 2
-        for side, name, entry in sides if state.inside else ():
+        for side, name, entry, is_table in sides if state.inside else ():
             # a square mask has two token axes and two sides, which apply in turn
             value = changed[name] if name in changed else given(name, args, kwargs)
             if value is None:
                 continue
             image = given(side.after, args, kwargs).shape[1] if side.after else side.image or stack.image
+            is_table |= unbatched
             if side.full:
                 length = entered.shape[1] + state.dropped
                 changed[name] = FullLength(value, state.rows(length, image), length, side.dim)
             elif not entry:
-                changed[name] = self._side(side, value, side.name, image, unbatched)
+                changed[name] = self._side(side, value, side.name, image, is_table)
             elif value.get(entry) is not None:
-                changed[name] = {**value, entry: self._side(side, value[entry], side.name, image, unbatched)}
+                changed[name] = {
+                    **value,
+                    entry: self._side(side, value[entry], side.name, image, is_table),
+                }
         for name in stack.counts if state.inside else ():
             if (count := given(name, args, kwargs)) is not None:
                 changed[name] = count - state.dropped
@@ -121,13 +130,14 @@ class Layer(Around):
         position = self._positions.get(name, len(args))
         return args[position] if position < len(args) else None
 
-    def _side(self, side: Side, value: Any, name: str, image: End | int, unbatched: bool) -> Any:
-        """A side input gathered, member by member; `unbatched`: the stream has no batch axis, nor has the result."""
+    def _side(self, side: Side, value: Any, name: str, image: End | int, is_table: bool) -> Any:
+        """A side input gathered, member by member; `is_table`: that of one sample has no batch axis, as in a dense
+        forward, so that layers whose rotary function no family knows take it too."""
         if isinstance(value, tuple | list):
             members = range(len(value)) if side.member is None else (side.member,)
             inner = side if side.member is None else replace(side, member=None)
             return type(value)(
-                self._side(inner, item, f"{name}.{i}", image, unbatched) if i in members else item
+                self._side(inner, item, f"{name}.{i}", image, is_table) if i in members else item
                 for i, item in enumerate(value)
             )
         if not isinstance(value, Tensor) or (side.ndim is not None and value.ndim != side.ndim):
@@ -137,7 +147,7 @@ class Layer(Around):
         if side.same:
             return self.handle.state.shortened(name, value, side.dim, image)
         rows = self.handle.state.side(name, value, side.dim, image)
-        return rows.squeeze(0) if (unbatched or side.shared) and rows is not None else rows
+        return rows.squeeze(0) if is_table and rows is not None else rows
 
 
 @_disable_dynamo

@@ -14,11 +14,12 @@ rows are scattered into a full sequence, the stock function runs on that, and th
 
 import functools
 import importlib
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from tread.attach.family import Rotary
 from tread.errors import ConfigError
 from tread.routing.ops import gather
 
+_installed: WeakKeyDictionary[Callable[..., Any], tuple[Callable[..., Any], Rotary]] = WeakKeyDictionary()
+"""Wrapper function -> what it wraps, and for what. Not attributes of the function: `functools.wraps` copies those."""
 _users: dict[str, WeakSet[object]] = {}
 """Path of a replaced function -> the handles that use it; weak, as models may be freed without detaching."""
 
@@ -65,10 +68,10 @@ class FullLength:
 
 
 def install(rotary: Rotary, user: object) -> None:
-    """Replace the stock function by its wrapper, unless it is replaced already."""
+    """Replace the function by its wrapper, unless that is there already; another library's replacement is wrapped."""
     module, name = _resolve(rotary.function)
     function = getattr(module, name)
-    installed = getattr(function, "rotary", None)
+    stock, installed = _installed.get(function, (function, None))
     users = _users.setdefault(rotary.function, WeakSet())
     if installed is not None and installed.function == rotary.function and installed != rotary and users:
         raise ConfigError(
@@ -76,7 +79,7 @@ def install(rotary: Rotary, user: object) -> None:
             "tables). Detach that model first."
         )
     if installed != rotary:  # stock, or imported from a module where it was replaced
-        setattr(module, name, _per_sample(getattr(function, "stock", function), rotary))
+        setattr(module, name, _per_sample(stock, rotary))
     users.add(user)
 
 
@@ -87,7 +90,7 @@ def remove(rotary: Rotary, user: object) -> None:
     if not users:
         module, name = _resolve(rotary.function)
         function = getattr(module, name)
-        setattr(module, name, getattr(function, "stock", function))  # its own, if another library replaced ours
+        setattr(module, name, _installed.get(function, (function, rotary))[0])  # its own, if a library replaced ours
 
 
 def _resolve(path: str) -> tuple[Any, str]:
@@ -96,10 +99,14 @@ def _resolve(path: str) -> tuple[Any, str]:
 
 
 def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
-    tables = rotary.tables
+    tables, parameters = rotary.tables, inspect.signature(stock).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    dim = parameters.get("sequence_dim")
 
     @functools.wraps(stock)
     def rotate(*args: Any, **kwargs: Any) -> Any:
+        while len(args) < len(names) and names[len(args)] in kwargs:
+            args = (*args, kwargs.pop(names[len(args)]))
         full = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, FullLength)), None)
         if full is not None:
             rest, named = [_value(arg) for arg in args[1:]], {key: _value(arg) for key, arg in kwargs.items()}
@@ -110,13 +117,16 @@ def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]
         first = first[0] if isinstance(first, tuple | list) else first
         if first.ndim == 2 or (rotary.real and first.is_complex()):
             return stock(*args, **kwargs)
-        batch, axis = args[0].shape[0], kwargs.get("sequence_dim", rotary.axis)
+        batch, axis = args[0].shape[0], rotary.axis
+        if dim is not None:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            axis = given.get("sequence_dim", dim.default)
         rotated = [_concatenated(x, axis) for x in args[: rotary.turns]]
         rest = [_flat(arg) if i in tables else arg for i, arg in enumerate(args)][rotary.turns :]
         out = stock(*rotated, *rest, **kwargs)
         return _split(out, axis, batch) if rotary.turns == 1 else tuple(_split(x, axis, batch) for x in out)
 
-    vars(rotate).update(stock=stock, rotary=rotary)
+    _installed[rotate] = stock, rotary
     return rotate
 
 

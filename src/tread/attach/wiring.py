@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from torch import nn
 from torch.compiler import is_compiling
 
-from tread.around import Around, around
+from tread.around import Around, around, is_patched
 from tread.attach import rotary
 from tread.attach.compiled import CheckpointCall, follow_compile, leave_compiled
 from tread.attach.family import Family, Stack
@@ -54,7 +54,7 @@ class Wiring:
     @property
     def is_replaced(self) -> bool:
         """Whether the model is wrapped by another handle's."""
-        return around(self._models[0]) not in (None, self._call)
+        return any(around(model) not in (None, self._call) for model in self._models)
 
     def install_rotary(self) -> None:
         """Wrap the family's rotary functions; raises if one is not the function that the family describes."""
@@ -100,8 +100,8 @@ class Wiring:
         self._wrap_checkpointing(model)
         if is_compiling():
             return
-        if model not in self._models:
-            self._models.append(model)
+        self.include(model)
+        self.follow_patches()
         for index, module in enumerate(self._modules(model)):
             layer = self.layers.get(unwrapped(module))
             if layer is None:
@@ -110,6 +110,30 @@ class Wiring:
                     "attach it again."
                 )
             follow_compile(layer, module)
+
+    def include(self, model: nn.Module) -> None:
+        """Count `model`, a shallow copy of the attached one, as attached."""
+        if model not in self._models:
+            self._models.append(model)
+
+    def follow_patches(self) -> None:
+        """Wrap what others replaced since: rotary functions, and `forward` on the class of a model or layer."""
+        self.install_rotary()
+        if all(map(is_patched, {type(module) for module in (*self._models, *self.layers)})):
+            return
+        wrappers = [*((model, self._call) for model in self._models), *self.layers.items()]
+        for module, wrapper in wrappers:
+            if around(module) is wrapper:
+                wrapper.put_on(module)
+
+    def check_layers(self) -> None:
+        """Raise if a layer is not wrapped by this: another model that shares it was attached since."""
+        for layer in self.layers.values():
+            if around(layer.block) is not layer:
+                raise ConfigError(
+                    f"a {type(layer.block).__name__} of this model is a layer of another one that was attached later. "
+                    "Models that share layers are routed one at a time: detach the other, then attach this one again."
+                )
 
     def leave_compiled(self) -> None:
         """Unwrap the entry points of compiled layers."""

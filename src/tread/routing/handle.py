@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise, recompute
@@ -291,6 +291,10 @@ class Handle:
                 "its forward kept are not known. Use torch's checkpointing, in any form. If tread.attach was called "
                 "between a forward and its backward, call it before the forward."
             )
+
+    def check_unrouted(self, layer: nn.Module) -> None:
+        """Refuse a call of a layer that should be routed and is not."""
+        self.check_recomputed_by_torch(type(layer).__name__, training=layer.training)
 
     def _selector(self, mode: Mode, forced: Forced) -> Select:
         """The function that selects the tokens of each route in this forward; increments the micro-step."""

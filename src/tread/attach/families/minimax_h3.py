@@ -29,7 +29,7 @@ MINIMAX_H3 = Family(
     stacks=(
         Stack(
             name="transformer_blocks",
-            sides=(Side(name="adaln_indices", dim=0, shared=True), Side(name="rotary_emb", dim=0, shared=True)),
+            sides=(Side(name="adaln_indices", dim=0), Side(name="rotary_emb", dim=0)),
         ),
     ),
     tokens=length("hidden_states"),
