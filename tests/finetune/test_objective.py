@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,11 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
+from tests.finetune.trained import changed
+from tests.tiny.pipelines import PipelineFolder
 from tread.errors import ConfigError
+from tread.finetune.families import open_family
+from tread.finetune.model.source import Source
 from tread.finetune.target import Adjustments, EpsilonTarget, FlowTarget, Target, VelocityTarget
 from tread.objectives.density import Density
 
@@ -43,6 +48,7 @@ def test_quantile_is_the_inverse_of_times(target: FlowTarget) -> None:
         (lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), 1024),
         (lambda: diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), 256),
         (lambda: diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=0.9), 3000),
+        (lambda: diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear"), 3000),
         (lambda: diffusers.UniPCMultistepScheduler(use_flow_sigmas=True, flow_shift=5.0), 1024),
     ],
 )
@@ -60,6 +66,21 @@ def test_times_are_shifted_as_the_stock_sampler_shifts(scheduler, tokens: int) -
     stock.set_timesteps(sigmas=np.array([0.5]), **dynamic)
     assert_close(target.times(torch.tensor([0.5]), tokens), stock.sigmas[:1], rtol=1e-5, atol=0)
     assert FlowTarget.from_scheduler(stock.config, shift=2.0, distance="l2") == FlowTarget(shift=2.0)
+
+
+@pytest.mark.parametrize("name", ["flux2", "hidream", "qwen_layered"])
+def test_families_with_a_mu_of_their_own_heed_the_type_of_shift(
+    name: str, pipeline_folder: PipelineFolder, tmp_path: Path
+) -> None:
+    def shift(number: int, **values: Any) -> float:
+        config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting": True, "shift": 7.0} | values
+        place = changed(pipeline_folder(name), tmp_path / str(number), "scheduler/scheduler_config.json", **config)
+        target = open_family(name, Source(str(place))).target(shift=None, distance="l2")
+        assert isinstance(target, FlowTarget)
+        return target.shift_of(1024)
+
+    assert shift(0) == pytest.approx(math.exp(shift(1, time_shift_type="linear")))
+    assert shift(2, use_dynamic_shifting=False) == 7.0
 
 
 def test_a_scheduler_that_names_no_shift_has_diffusers_own() -> None:

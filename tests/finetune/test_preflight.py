@@ -93,6 +93,7 @@ def encoded(folder: Path) -> set[Path]:
             {"cache_dir": f"{__file__}/cache"},
             f"cache_dir '{__file__}/cache' cannot be created (Not a directory",
         ),
+        ("flux", {"resume_from_checkpoint": "nowhere"}, "'nowhere' is not the folder of a run"),
         ("flux", {"init_lora": "./old/lora.safetensors"}, "which is neither a file nor a folder here"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -24,6 +24,7 @@ from tread.config.schema import from_text, parse, takes_text
 from tread.errors import LONGEST, ConfigError, TreadWarning, shortened, shown
 from tread.files import is_file
 from tread.finetune.compat.environment import from_environment
+from tread.finetune.compat.formats import refuse_other_formats
 from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import SCRATCH, FinetuneConfig
@@ -195,6 +196,7 @@ def _named(found: object, path: str | Path) -> dict[str, Any]:
             " It looks like a data list: name it in a config as data_backend_config." if isinstance(found, list) else ""
         )
         raise ConfigError(f"{path} is {kind}; a config is a mapping of settings.{hint}")
+    refuse_other_formats(found, path)
     sections = [name for name in TRAIN_SECTIONS if name in found]
     if sections and job_of(found, path) == "train":
         raise ConfigError(f"{path} is a config of `tread train`, as it has {sections[0]}: run `tread train {path}`.")

@@ -75,6 +75,11 @@ def distance(a: Tensor, b: Tensor, kind: Distance) -> Tensor:
     return F.mse_loss(a.float(), b.float(), reduction="none")
 
 
+def is_linear(scheduler: Mapping[str, Any]) -> bool:
+    """Whether a stock scheduler of this config shifts times by mu itself, not by its exponential."""
+    return scheduler.get("time_shift_type") == "linear"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlowTarget:
     """Rectified flow, with logit-normal times unless another density is given (Esser et al. 2024)."""
@@ -83,6 +88,8 @@ class FlowTarget:
     """A shift above 1 moves times towards noise; ignored if `dynamic` is set."""
     dynamic: tuple[float, float, int, int] | None = None
     """(base_shift, max_shift, base_seq_len, max_seq_len): the shift grows with the number of tokens, as in FLUX."""
+    linear: bool = False
+    """The mu that a stock pipeline computes is the shift itself (time_shift_type linear), not its logarithm."""
     tokens: int | None = None
     """Tokens at which `shift` holds; it scales with the square root of their number (Eq. 23). None: constant."""
     density: Density = LOGIT_NORMAL
@@ -99,7 +106,7 @@ class FlowTarget:
             names = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
             usual = (0.5, 1.15, 256, 4096)
             base, top, base_len, max_len = (config.get(name, value) for name, value in zip(names, usual, strict=True))
-            return cls(dynamic=(base, top, base_len, max_len), distance=distance)
+            return cls(dynamic=(base, top, base_len, max_len), linear=is_linear(config), distance=distance)
         return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
 
     def adjusted(self, by: Adjustments) -> Self:
@@ -123,7 +130,11 @@ class FlowTarget:
         if self.dynamic is None:  # Esser et al. Eq. 23
             return self.shift * (1.0 if self.tokens is None else math.sqrt(tokens / self.tokens))
         base, top, base_len, max_len = self.dynamic
-        return math.exp(base + (top - base) * (tokens - base_len) / (max_len - base_len))
+        return self.from_mu(base + (top - base) * (tokens - base_len) / (max_len - base_len))
+
+    def from_mu(self, mu: float) -> float:
+        """The shift that the stock scheduler makes of a pipeline's mu."""
+        return mu if self.linear else math.exp(mu)
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
         return shifted(self.density.quantile(at_least_float32(u)), self.shift_of(tokens))

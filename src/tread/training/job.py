@@ -85,8 +85,6 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
     a resume if all checkpoints are broken."""
     folder = Path(config.output_dir)
     source = _resumed_from(config, folder)
-    if source is not None and config.resume != "latest":
-        saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
         _check_resumable(source, accelerator)
@@ -265,7 +263,10 @@ def locked(path: Path) -> Iterator[bool]:
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
     """`config.resumed`, or the run's own folder where torchrun gave the same command again."""
-    return folder if restarts() and list_checkpoints(folder / CHECKPOINTS) else config.resumed
+    source = folder if restarts() and list_checkpoints(folder / CHECKPOINTS) else config.resumed
+    if source is not None and config.resume != "latest":
+        saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
+    return source
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:

@@ -244,6 +244,7 @@ def test_the_result_of_a_schedule_free_run_is_its_average(run: Callable[..., Pat
         ("lora", [], ["--merge"], "name a folder for them with --out"),
         ("lora", [], ["--merge", "--layout", "kohya"], "ask for one after the other"),
         ("dora", ["use_dora=true"], ["--layout", "kohya"], "--layout kohya is for LoRAs, and this run trained a DoRA"),
+        ("full", ["model_type=full"], ["--layout", "kohya"], "this run trained all weights: leave it out."),
         ("full", ["model_type=full"], ["--dtype", "bf16"], "--dtype is for adapters"),
         ("full", ["model_type=full"], ["--merge", "--out", "x"], "--merge is for adapters"),
     ],

@@ -8,7 +8,6 @@
 - Guidance is an input of dev, 1 in training as for FLUX.1; klein is guided by the empty prompt instead.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +21,7 @@ from tread.errors import ConfigError
 from tread.finetune.families.tokens import Patch
 from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily, references
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, FlowTarget, Target
+from tread.finetune.target import Distance, FlowTarget, Target, is_linear
 
 APART = 10
 """Difference between the time ids of consecutive images."""
@@ -43,7 +42,7 @@ class EmpiricalShift(FlowTarget):
     def shift_of(self, tokens: int) -> float:
         from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
-        return math.exp(compute_empirical_mu(image_seq_len=tokens, num_steps=self.steps))
+        return self.from_mu(compute_empirical_mu(image_seq_len=tokens, num_steps=self.steps))
 
 
 class Flux2(TuneFamily):
@@ -102,8 +101,9 @@ class Flux2(TuneFamily):
         return {"mean": (mean - center) / spread, "std": std / spread}  # (B, 4 C, h / 2, w / 2)
 
     def target(self, *, shift: float | None, distance: Distance) -> Target:
-        if shift is None and self.source.config("scheduler").get("use_dynamic_shifting"):
-            return EmpiricalShift(steps=self.steps, distance=distance)
+        config = self.source.config("scheduler")
+        if shift is None and config.get("use_dynamic_shifting"):
+            return EmpiricalShift(steps=self.steps, linear=is_linear(config), distance=distance)
         return super().target(shift=shift, distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:

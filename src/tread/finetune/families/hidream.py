@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tread.errors import ConfigError
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, FlowTarget, Target
+from tread.finetune.target import Distance, FlowTarget, Target, is_linear
 
 LLAMA = ("tokenizer_4", "text_encoder_4")
 """Parts that released folders lack for license reasons, and users add."""
@@ -80,9 +80,10 @@ class HiDream(TuneFamily):
     def target(self, *, shift: float | None, distance: Distance) -> Target:
         from diffusers.pipelines.hidream_image.pipeline_hidream_image import calculate_shift
 
-        if shift is None and self.source.config("scheduler").get("use_dynamic_shifting"):
-            # one shift for all sizes
-            return FlowTarget(shift=math.exp(calculate_shift(self._most_tokens)), distance=distance)
+        config = self.source.config("scheduler")
+        if shift is None and config.get("use_dynamic_shifting"):
+            mu = calculate_shift(self._most_tokens)  # one shift for all sizes
+            shift = FlowTarget(linear=is_linear(config)).from_mu(mu)
         return super().target(shift=shift, distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:

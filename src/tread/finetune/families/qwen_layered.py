@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tread.finetune.families.autoencoders import encode_stills
 from tread.finetune.families.qwen_image import QwenImage
 from tread.finetune.family import Batch, Text, reference_name, references
-from tread.finetune.target import Distance, FlowTarget, Target
+from tread.finetune.target import Distance, FlowTarget, Target, is_linear
 
 SMALL, LARGE = 640, 1024
 """Sides of the squares with the areas that the stock pipeline draws."""
@@ -36,7 +36,7 @@ class RootShift(FlowTarget):
     """The logarithm of the shift grows with the side of the image, as in the stock pipeline."""
 
     def shift_of(self, tokens: int) -> float:
-        return math.exp(math.sqrt(tokens / BASE_TOKENS))
+        return self.from_mu(math.sqrt(tokens / BASE_TOKENS))
 
 
 class QwenLayered(QwenImage):
@@ -90,7 +90,10 @@ class QwenLayered(QwenImage):
         return stacked
 
     def target(self, *, shift: float | None, distance: Distance) -> Target:
-        return RootShift(distance=distance) if shift is None else FlowTarget(shift=shift, distance=distance)
+        config = self.source.config("scheduler")
+        if shift is None and config.get("use_dynamic_shifting"):
+            return RootShift(linear=is_linear(config), distance=distance)
+        return super().target(shift=shift, distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_layered import QwenImageLayeredPipeline as stock

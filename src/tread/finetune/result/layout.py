@@ -25,8 +25,10 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 
 def check_kind(layout: str, config: FinetuneConfig) -> None:
     """Refuse adapters and families without such a layout, before a model is loaded."""
-    if not config.adapts or config.lora_type != "standard" or config.use_dora:
-        kind = "all weights" if not config.adapts else "a DoRA" if config.use_dora else f"a {config.lora_type} adapter"
+    if not config.adapts:
+        raise ConfigError(f"--layout {layout} is for LoRAs, and this run trained all weights: leave it out.")
+    if config.lora_type != "standard" or config.use_dora:
+        kind = "a DoRA" if config.use_dora else f"a {config.lora_type} adapter"
         raise ConfigError(
             f"--layout {layout} is for LoRAs, and this run trained {kind}: leave --layout out, or write merged weights "
             "with --merge."
