@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 from tests.tiny.toy import Arguments, Block, Form, Toy, plain
+from tread.kernels.checkpointing import checkpoint_layers
 
 
 def each(call: Callable[..., Tensor], *, which: slice = slice(None)) -> Form:
@@ -242,6 +243,11 @@ def _apply(model: Toy) -> None:
 def _composable(model: Toy) -> None:
     for block in {*model.first, *model.second}:
         composable(block)
+
+
+@_wrapped("checkpoint_layers")
+def _by_layers(model: Toy) -> None:
+    checkpoint_layers({*model.first, *model.second}, True)
 
 
 @_wrapped("linear layers inside a layer")
