@@ -51,6 +51,17 @@ def segments(size: int, *, reentrant: bool, inner: Form = plain) -> Form:
     return form
 
 
+def _tuples(blocks: Any, arguments: Arguments) -> Tensor:
+    """Two layers at a time, which hand on the other inputs too."""
+    x, *rest = arguments
+    for i in range(0, len(blocks), 2):
+        part = blocks[i : i + 2]
+        x, *rest = checkpoint(
+            lambda *given, part=part: (plain(part, given), *given[1:]), x, *rest, use_reentrant=True
+        )
+    return x
+
+
 def custom(block: nn.Module) -> Callable[..., Any]:
     """What many models call create_custom_forward."""
 
@@ -144,6 +155,7 @@ FORMS: dict[str, Form] = {
     ),
     **_both("two layers", lambda reentrant: segments(2, reentrant=reentrant)),
     **_both("halves", lambda reentrant: segments(3, reentrant=reentrant)),
+    "two layers that return a tuple, reentrant": _tuples,
     **_both("checkpoint_sequential", lambda reentrant: functools.partial(_sequential, reentrant=reentrant)),
     **{
         f"{outer_name} in which {inner_name}": segments(3, reentrant=outer, inner=segments(size, reentrant=inner))
