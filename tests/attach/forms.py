@@ -56,9 +56,7 @@ def _tuples(blocks: Any, arguments: Arguments) -> Tensor:
     x, *rest = arguments
     for i in range(0, len(blocks), 2):
         part = blocks[i : i + 2]
-        x, *rest = checkpoint(
-            lambda *given, part=part: (plain(part, given), *given[1:]), x, *rest, use_reentrant=True
-        )
+        x, *rest = checkpoint(lambda *given, part=part: (plain(part, given), *given[1:]), x, *rest, use_reentrant=True)
     return x
 
 

@@ -54,7 +54,12 @@ OPERATORS: list[tuple[str, Callable[..., Tensor], list[Tensor], bool]] = [
     ("baddbmm", torch.baddbmm, [a(2, 3, ENOUGH), a(2, 3, FEW), a(2, FEW, ENOUGH)], False),
     ("convolution", F.conv2d, [a(1, ENOUGH // 4, 2, 2), a(1, ENOUGH // 4, 2, 2)], True),
     ("convolution", F.conv2d, [a(1, 1, 20, 20), a(1, 1, 2, 2)], False),
-    ("_scaled_dot_product_flash_attention_for_cpu", F.scaled_dot_product_attention, [a(1, 1, 4, 8) for _ in range(3)], True),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        F.scaled_dot_product_attention,
+        [a(1, 1, 4, 8) for _ in range(3)],
+        True,
+    ),
     ("attention", lambda *inputs: attention(*inputs, None, None)[0], [a(1, 1, 4, 8) for _ in range(3)], True),
     ("gelu", F.gelu, [a(2, ENOUGH)], False),
 ]
