@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 from tests.tiny.toy import Arguments, Block, Form, Toy, plain
+from tread.kernels.checkpointing import checkpoint_layers
 
 
 def each(call: Callable[..., Tensor], *, which: slice = slice(None)) -> Form:
@@ -48,6 +49,15 @@ def segments(size: int, *, reentrant: bool, inner: Form = plain) -> Form:
         return x
 
     return form
+
+
+def _tuples(blocks: Any, arguments: Arguments) -> Tensor:
+    """Two layers at a time, which hand on the other inputs too."""
+    x, *rest = arguments
+    for i in range(0, len(blocks), 2):
+        part = blocks[i : i + 2]
+        x, *rest = checkpoint(lambda *given, part=part: (plain(part, given), *given[1:]), x, *rest, use_reentrant=True)
+    return x
 
 
 def custom(block: nn.Module) -> Callable[..., Any]:
@@ -143,6 +153,7 @@ FORMS: dict[str, Form] = {
     ),
     **_both("two layers", lambda reentrant: segments(2, reentrant=reentrant)),
     **_both("halves", lambda reentrant: segments(3, reentrant=reentrant)),
+    "two layers that return a tuple, reentrant": _tuples,
     **_both("checkpoint_sequential", lambda reentrant: functools.partial(_sequential, reentrant=reentrant)),
     **{
         f"{outer_name} in which {inner_name}": segments(3, reentrant=outer, inner=segments(size, reentrant=inner))
@@ -242,6 +253,11 @@ def _apply(model: Toy) -> None:
 def _composable(model: Toy) -> None:
     for block in {*model.first, *model.second}:
         composable(block)
+
+
+@_wrapped("checkpoint_layers")
+def _by_layers(model: Toy) -> None:
+    checkpoint_layers({*model.first, *model.second}, True)
 
 
 @_wrapped("linear layers inside a layer")

@@ -24,7 +24,7 @@ from tests.attach.recomputing import (
     some_forms,
 )
 from tests.programs import run
-from tests.tiny.toy import FAMILY, TOKENS, Arguments, Toy, inputs, plain
+from tests.tiny.toy import FAMILY, TOKENS, Arguments, Form, Toy, inputs, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -128,6 +128,8 @@ import tread
 stock = checkpoint._checkpoint_hook
 model = Toy()
 for _ in range(2):
+    tread.attach(model, "balanced", family=FAMILY).detach()
+    assert checkpoint._checkpoint_hook is stock
     handle = tread.attach(model, "balanced", family=FAMILY)
     assert checkpoint._checkpoint_hook is not stock
     loss = checkpoint.checkpoint(model, *inputs().values(), use_reentrant=False).sum()
@@ -240,6 +242,24 @@ def test_an_error_inside_a_checkpointed_function():
                 model(**inputs())
             assert handle.selections == [], "no gradients, no routing"
             assert_same(gradients(model, handle)[0], expected, exact=form.startswith("halves, non"))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("form", [plain, FORMS["halves, non-reentrant"]], ids=["plain", "halves"])
+def test_backward_leaves_the_handle_as_it_was(form: Form, reentrant: bool):
+    """Its step, its last forward, and whether the next one may be a CUDA graph."""
+    model = Toy(form=form)
+    with tread.attach(model, {"routes": ROUTES["inner"]}, family=FAMILY) as handle:
+        handle.set_step(3)
+        output = checkpoint(model, *inputs().values(), use_reentrant=reentrant)
+        assert handle.repeatable
+        handle.set_step(9)
+        state = handle.state
+        assert state.logs == []
+        output.sum().backward()
+        assert handle.state is state
+        assert handle.repeatable
+        assert handle.state_dict() == {"step": 9, "micro_step": 0}
 
 
 class _Foreign(torch.autograd.Function):

@@ -26,8 +26,8 @@ SECOND = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_i
 
 @pytest.fixture(autouse=True)
 def strict(attach: Attach) -> Iterator[None]:
-    """Code that is compiled too often fails instead of running eager."""
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+    """Code that is compiled too often fails instead of running eager; torch's own limit is no help."""
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1):
         yield
     torch._dynamo.reset()
 

@@ -23,12 +23,22 @@ from tests.programs import ROOT, run
 from tests.tiny.runs import ROUTE, TINY, make_session
 from tread.kernels.attention import cudnn
 from tread.kernels.attention.kernel import use_attention
-from tread.kernels.compiling import Attempt, CompiledLayer, compile_layers, compile_noise, compiles, lengths
+from tread.kernels.compiling import (
+    Attempt,
+    CompiledLayer,
+    compile_layers,
+    compile_noise,
+    compiles,
+    lengths,
+    raise_recompile_limit,
+)
 from tread.models import DiT
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
+
+FIRST, SECOND = ROUTES["routes"][0], {"selection_ratio": 0.5, "start_layer_idx": 4, "end_layer_idx": 5}
 
 
 class Layer(nn.Module):
@@ -63,10 +73,6 @@ def clean() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def broken(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
-    raise RuntimeError("no compiler here\nand much more")
-
-
 def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     model(x).square().sum().backward()
@@ -86,6 +92,8 @@ def test_auto_is_on_for_gpus() -> None:
         (None, False, 1),
         (ROUTES, False, 2),
         (ROUTES, True, 18),
+        ({"routes": [FIRST, SECOND]}, False, 2),
+        ({"routes": [FIRST, SECOND | {"selection_ratio": 0.25}]}, False, 3),
         (ROUTES | {"schedule": {"warmup_steps": 10, "levels": 4}}, False, 5),
         (ROUTES | {"schedule": {"cooldown_fraction": 0.1}}, False, 2),
     ],
@@ -96,15 +104,18 @@ def test_lengths_of_a_plan(config, masked: bool, expected: int) -> None:
 
 def test_the_lengths_that_are_seen_are_as_many_as_were_said() -> None:
     """Every length a run meets, against `lengths`; torch's limit must hold them all."""
-    plan = RoutePlan.from_config(ROUTES | {"schedule": {"warmup_steps": 16, "levels": 16}})
+    # the first layer's input needs no gradient, so it has code of its own for every length
+    first = {"selection_ratio": 0.5, "start_layer_idx": 0, "end_layer_idx": 2}
+    plan = RoutePlan.from_config({"routes": [first], "schedule": {"warmup_steps": 16, "levels": 16}})
     model, said = Model().train(), []
     frames = CompileCounter()
     handle = tread.attach(model, plan, family=FAMILY)
     compile_layers(list(model.layers), shapes=lengths(plan), say=said.append, backend=frames)
     assert lengths(plan) > 8, "beyond torch's own limit"
-    for step in range(20):
-        handle.set_step(step)
-        gradients(model, torch.randn(2, 64, 4))
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for step in range(20):
+            handle.set_step(step)
+            gradients(model, torch.randn(2, 64, 4))
     assert lengths(plan) <= frames.frame_count <= 2 * lengths(plan)
     assert said == [f"4 layers will be compiled when first run, for up to {lengths(plan)} shapes each."]
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -113,20 +124,44 @@ def test_the_lengths_that_are_seen_are_as_many_as_were_said() -> None:
             gradients(model, torch.randn(2, 64, 4))
 
 
+def test_each_sort_of_layer_has_its_own_shapes() -> None:
+    said: list[str] = []
+    attempt = Attempt(said.append, shapes=1)
+    assert attempt.admit("block", 64)
+    assert attempt.admit("block", 64)
+    assert not attempt.admit("block", 32)
+    assert attempt.admit("single block", 32)
+    assert not attempt.admit("single block", 64)
+    assert said == ["layers saw more than 1 shapes: further ones share code for any shape, slower."]
+
+
+def test_limits_are_raised_and_never_lowered() -> None:
+    limits = torch._dynamo.config
+    for needed, expected in ((300, 300), (9, 300)):
+        raise_recompile_limit(needed)
+        assert (limits.recompile_limit, limits.accumulated_recompile_limit) == (expected, expected)
+
+
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("attached", [False, True])
 def test_where_compiling_fails_the_layers_run_as_they_are(attached: bool, checkpointed: bool) -> None:
     """Or checkpointed by torch, which calls each layer's code again in the backward pass."""
     plain = Model().train()
-    model, said, runs = copy.deepcopy(plain), [], []
+    model, said, runs, tries = copy.deepcopy(plain), [], [], []
     for one in (plain, model) if attached else ():
         tread.attach(one, ROUTES, family=FAMILY)
     layers = list(model.layers)
+
+    def broken(*_: Any) -> Any:
+        tries.append(1)
+        raise RuntimeError("no compiler here\nand much more")
+
     attempt = compile_layers(layers, shapes=2, checkpointed=checkpointed, say=said.append, backend=broken)
     x = torch.randn(2, 8, 4)
     for one in (model, plain):
         gradients(one, x)
     assert attempt.failed
+    assert len(tries) == 1
     for name, module in model.named_modules():
         if name.endswith("linear"):
             module.register_forward_hook(lambda *_: runs.append(1))
@@ -290,6 +325,19 @@ def test_errors_of_the_model_itself_are_not_hidden() -> None:
     compile_layers(list(model.layers), shapes=2, say=lambda _: None, backend="eager")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         model(torch.randn(2, 8, 5))
+
+
+def test_errors_of_compiled_code_are_not_hidden() -> None:
+    """Eager code would need more memory, not less."""
+
+    def out_of_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    model = Model().train()
+    attempt = compile_layers(list(model.layers), shapes=2, say=lambda _: None, backend=lambda *_: out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        model(torch.randn(2, 8, 4))
+    assert not attempt.failed
 
 
 def test_names_stay_and_copies_are_plain() -> None:

@@ -14,7 +14,21 @@ from torch import Tensor
 from tests.page.conftest import ROUTES, SCHEDULE, write_run
 from tests.tiny.runs import train
 from tread.cli import main
-from tread.page.kept import COVER, grid_cells, heat_map, kept_tokens, layer_shares, selection
+from tread.page.kept import (
+    CELL,
+    COVER,
+    RAMP,
+    SAMPLES,
+    _covered,
+    _fitted,
+    _heat,
+    grid_cells,
+    heat_map,
+    kept_tokens,
+    layer_shares,
+    sample_pictures,
+    selection,
+)
 from tread.page.read import read_run
 from tread.sampling.grid import GAP
 from tread.training.session import Session
@@ -146,3 +160,53 @@ def test_l1_and_forced_tokens_are_said(tmp_path: Path) -> None:
     assert importance.startswith("The selector is l1 with importance 0.5: ")
     assert importance.endswith("Shown is its random part alone.")
     assert forced.startswith("Step 1 kept 75% and not the 50% shown")
+
+
+def test_the_frames_of_a_clip_are_cut_from_its_strip(tmp_path: Path) -> None:
+    """Two samples of five frames, twice as wide as high, under tokens of three; dropped ones are covered."""
+    colours = [(255, 0, 0), (9, 9, 9), (0, 255, 0), (9, 9, 9), (0, 0, 255)]
+    facts = {"grid": [3, 2, 4], "depth": 4, "tread_config": {"routes": [ROUTE]}}
+    path = write_run(tmp_path / "run", KEPT, facts=facts, model_family="wan")
+    (path / "previews").mkdir()
+    strip = Image.new("RGB", (5 * 64, 32))
+    for frame, colour in enumerate(colours):
+        strip.paste(colour, (frame * 64, 0, frame * 64 + 64, 32))
+    for sample in range(2):
+        strip.save(path / "previews" / f"step-00000008-{sample}.png")
+    run = read_run(path)
+    frames = sample_pictures(run, (3, 2, 4))
+    assert [[frame.size for frame in sample] for sample in frames] == [[(64, 32)] * 5] * 2
+    assert [[frame.getpixel((5, 5)) for frame in sample] for sample in frames] == [colours] * 2
+    kept = np.zeros((SAMPLES, 3, 2, 4), bool)
+    kept[1, 2, 1, 3] = True
+    sheet = _covered(kept, frames)
+    assert sheet.size == (2 * (112 + GAP) - GAP, 3 * (56 + GAP) - GAP), "as many samples as there are pictures"
+    pixels = np.asarray(sheet.convert("RGB")).astype(float)
+    for sample, frame, row, column in np.ndindex(2, 3, 2, 4):
+        there = pixels[frame * (56 + GAP) + row * 28 + 14, sample * (112 + GAP) + column * 28 + 14]
+        own = np.array(colours[2 * frame])
+        expected = own if kept[sample, frame, row, column] else own * 0.15 + np.array(COVER) * 0.85
+        assert np.abs(there - expected).max() <= 1
+
+
+def test_a_picture_of_another_shape_is_cropped_at_its_centre() -> None:
+    wide = Image.new("RGB", (96, 32), (255, 0, 0))
+    wide.paste((0, 255, 0), (32, 0, 64, 32))
+    cropped = np.asarray(_fitted(wide, 64, 64))
+    assert cropped.shape == (64, 64, 3)
+    assert (cropped[:, 4:-4] == (0, 255, 0)).all()
+
+
+def test_the_heat_map_has_each_token_in_its_cell() -> None:
+    """Frames beside each other, dark where a token was never kept and bright where it always was."""
+    share = torch.zeros(2, 2, 3)
+    share[1, 0, 2] = 1.0
+    share[0, 1, 0] = 0.5
+    sheet = _heat(share.flatten(), (2, 2, 3))
+    cell = round(CELL * 1.5 / 3)
+    assert sheet.size == (2 * (3 * cell + GAP) - GAP, 2 * cell)
+    pixels = np.asarray(sheet.convert("RGB"))
+    for frame, row, column in np.ndindex(2, 2, 3):
+        there = pixels[row * cell + cell // 2, frame * (3 * cell + GAP) + column * cell + cell // 2]
+        expected = RAMP[round(4 * float(share[frame, row, column]))]
+        assert tuple(there) == tuple(expected.astype(np.uint8))

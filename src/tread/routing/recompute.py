@@ -64,8 +64,6 @@ class Recomputed(Protocol):
 _handles: WeakSet[Any] = WeakSet()
 """The handles that are followed."""
 _stock_hook = torch_checkpoint._checkpoint_hook
-_replays = 0
-"""Recomputations that are running: torch stays patched for them even if no handle is left."""
 
 
 class _Here(threading.local):
@@ -190,9 +188,6 @@ class Region:
 
     def recompute(self, function: Callable[..., Any], *args: Any, bypasses: Sequence[Tensor | None] = ()) -> Any:
         """Call `function(*args)` with every handle restored; `bypasses` has one entry per snapshot, if any."""
-        global _replays
-        _replays += 1
-        _install()  # checkpointed functions nested in this one are recorded anew
         outer, _here.handles = _here.handles, [snapshot.handle for snapshot in self.snapshots]
         ends: list[Callable[[], None]] = []
         try:
@@ -203,8 +198,6 @@ class Region:
             for end in reversed(ends):
                 end()
             _here.handles = outer
-            _replays -= 1
-            _remove_unused()
 
 
 class _Hook(_stock_hook):
@@ -294,7 +287,7 @@ def _install() -> None:
 
 
 def _remove_unused() -> None:
-    if _handles or _replays:
+    if _handles:
         return
     torch_checkpoint._checkpoint_hook = _stock_hook
     if "apply" in vars(torch_checkpoint.CheckpointFunction):
