@@ -108,8 +108,8 @@ def describe(translated: Translated, problems: Sequence[str] = (), unseen: Seque
     return "\n".join(lines)
 
 
-def _listed(title: str, found: Sequence[str]) -> list[str]:
-    return [f"{title} ({len(found)})", *(f"  {one}" for one in found)] if found else []
+def _listed(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"{title} ({len(lines)})", *(f"  {one}" for one in lines)] if lines else []
 
 
 def _judged(path: str | Path, overrides: Sequence[str]) -> Translated:
@@ -189,19 +189,21 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _named(found: object, path: str | Path) -> dict[str, Any]:
-    if not isinstance(found, Mapping):
-        kind = "a list" if isinstance(found, list) else "empty" if found is None else shown(found)
+def _named(document: object, path: str | Path) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        kind = "a list" if isinstance(document, list) else "empty" if document is None else shown(document)
         hint = (
-            " It looks like a data list: name it in a config as data_backend_config." if isinstance(found, list) else ""
+            " It looks like a data list: name it in a config as data_backend_config."
+            if isinstance(document, list)
+            else ""
         )
         raise ConfigError(f"{path} is {kind}; a config is a mapping of settings.{hint}")
-    refuse_other_formats(found, path)
-    sections = [name for name in TRAIN_SECTIONS if name in found]
-    if sections and job_of(found, path) == "train":
+    refuse_other_formats(document, path)
+    sections = [name for name in TRAIN_SECTIONS if name in document]
+    if sections and job_of(document, path) == "train":
         raise ConfigError(f"{path} is a config of `tread train`, as it has {sections[0]}: run `tread train {path}`.")
     config: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in document.items():
         name = str(key).lstrip("-")
         if name in config:
             raise ConfigError(f"{path} has {shortened(name, 100)} twice, with and without dashes; keep one.")

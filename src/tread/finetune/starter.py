@@ -66,24 +66,24 @@ class Model:
 def starter_config(family: str, model: str, data: str, scratch: bool = False) -> str:
     """The YAML config of a first LoRA run, or of a first run from scratch."""
     known = family_class(family)
-    found = _look_at_model(family, model)
-    entry, samples = _look_at_data(data, video=known.video, layered=known.layered, model=found)
-    resolution = _resolution(samples, 480 if known.video else known.usual_side, found.multiple)
+    details = _look_at_model(family, model)
+    entry, samples = _look_at_data(data, video=known.video, layered=known.layered, model=details)
+    resolution = _resolution(samples, 480 if known.video else known.usual_side, details.multiple)
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
-        entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // found.frame_factor * found.frame_factor}
+        entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // details.frame_factor * details.frame_factor}
     fits = 1 if known.one_length or resolution >= 768 else 2 if resolution >= 384 else 4
     batch = min(fits, max(1, len(samples)))
     steps = SCRATCH_STEPS if scratch else min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     every = min(5000 if scratch else 500, steps // 2)
     prompt = samples[0].captions[0] if samples else "a photo"
-    image = _first_images(samples, known.layered) if found.takes_references else None
-    draws = image is not None or not found.needs_image
+    image = _first_images(samples, known.layered) if details.takes_references else None
+    draws = image is not None or not details.needs_image
 
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}
-        | ({"init": "scratch", "transformer": found.sizes or None} if scratch else {})
-        | ({"experts": "both"} if found.experts > 1 else {}),
+        | ({"init": "scratch", "transformer": details.sizes or None} if scratch else {})
+        | ({"experts": "both"} if details.experts > 1 else {}),
         {
             "data": [entry],
             "resolution": resolution,
@@ -91,14 +91,14 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
             "caption_dropout_probability": 0.1,
             "cache_dir": "cache",
         },
-        {"tread_config": {"routes": [_route(found.depth, SCRATCH_RATIO if scratch else RATIO)]}},
+        {"tread_config": {"routes": [_route(details.depth, SCRATCH_RATIO if scratch else RATIO)]}},
         {"model_type": "full", "routed_loss": "all", "use_ema": True}
         if scratch
         else {
             "model_type": "lora",
             "lora_type": "standard",
             "lora_rank": 16,
-            "base_model_precision": "int8" if found.large else "no_change",
+            "base_model_precision": "int8" if details.large else "no_change",
         },
         {
             "max_train_steps": steps,
@@ -142,12 +142,12 @@ def _look_at_model(family: str, name_or_path: str) -> Model:
     try:
         source = Source(name_or_path)
         experts = sum(name.startswith("transformer") for name in source.parts)
-        found = Model(experts=experts, large=_is_large(family, name_or_path))
-        found = replace(found, depth=source.depth or found.depth, sizes=depth_keys(source.config("transformer")))
+        details = Model(experts=experts, large=_is_large(family, name_or_path))
+        details = replace(details, depth=source.depth or details.depth, sizes=depth_keys(source.config("transformer")))
         opened = open_family(family, source)
         warn_once(distilled_risks(opened), set())
         names = ("takes_references", "needs_references", "needs_image", "multiple", "frame_factor")
-        return replace(found, **{name: getattr(opened, name) for name in names})
+        return replace(details, **{name: getattr(opened, name) for name in names})
     except (ConfigError, ImportError) as error:
         warnings.warn(str(error), TreadWarning, stacklevel=2)
         return Model(large=_is_large(family, name_or_path))

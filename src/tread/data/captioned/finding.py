@@ -35,7 +35,7 @@ class Skipped(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Candidate:
     """A candidate sample, not checked yet."""
 
     media: Media
@@ -44,7 +44,7 @@ class Found:
     references: tuple[Media, ...] = ()
 
 
-def find(config: DataConfig, apart: Collection[str] = ()) -> Iterator[Found]:
+def find(config: DataConfig, apart: Collection[str] = ()) -> Iterator[Candidate]:
     """The candidate samples of an entry; `apart` are absolute paths of subfolders that are not searched."""
     if config.type == "huggingface":
         yield from _in_dataset(config)
@@ -63,12 +63,12 @@ def root_of(config: DataConfig) -> Path:
     return Path(config.instance_data_dir) if config.instance_data_dir else Path(config.origin).parent
 
 
-def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iterator[Found]:
+def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iterator[Candidate]:
     everything = files_below(folder, apart)
     for path in everything:
         if path.suffix.lower() in UNREAD:
             reason = "images of this format are not read: save it as .png or .jpg"
-            yield Found(media=path, captions=Skipped(str(path), reason))
+            yield Candidate(media=path, captions=Skipped(str(path), reason))
     files = [path for path in everything if is_image(path) or is_clip(path)]
     pictures = {path.with_suffix("") for path in files}
     masks: dict[Path, Path] = {}
@@ -80,10 +80,10 @@ def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iter
     beside = set(masks.values())
     for path in files:
         if path not in beside:
-            yield Found(media=path, captions=_captions(config, path, None), mask=masks.get(path.with_suffix("")))
+            yield Candidate(media=path, captions=_captions(config, path, None), mask=masks.get(path.with_suffix("")))
 
 
-def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
+def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Candidate]:
     rows = read_table(table)
     if not rows:
         raise DataError(f"{table} has no rows: write one for each sample, below a header line in CSV")
@@ -92,12 +92,12 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
     for number, row in enumerate(rows, start=1):
         name = row.get(file_column)
         if not name:
-            yield Found(media=table, captions=Skipped(f"{table} row {number}", f"column {file_column} is empty"))
+            yield Candidate(media=table, captions=Skipped(f"{table} row {number}", f"column {file_column} is empty"))
             continue
         path = folder / str(name)
         mask = row.get(mask_column) if mask_column else None
         references = filter(None, _cells(row, reference_columns))
-        yield Found(
+        yield Candidate(
             media=path,
             captions=_captions(config, path, _cells(row, caption_columns) if caption_columns else None),
             mask=folder / str(mask) if mask else None,
@@ -105,7 +105,7 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
         )
 
 
-def _in_dataset(config: DataConfig) -> Iterator[Found]:
+def _in_dataset(config: DataConfig) -> Iterator[Candidate]:
     table = load_dataset(config)
     # `datasets` calls the file column of an image folder `image`, whatever the table calls it
     file_column, caption_columns, mask_column, reference_columns = _choose(config, table.column_names, config.origin)
@@ -123,10 +123,10 @@ def _in_dataset(config: DataConfig) -> Iterator[Found]:
         media, mask = (next(iter(media_of(column)), None) for column in (file_column, mask_column))
         if media is None:
             name = f"{config.origin}[{number}]"
-            yield Found(media=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
+            yield Candidate(media=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
             continue
         captions = _captions(config, Path(str(media)), _cells(row, caption_columns))
-        yield Found(media=media, captions=captions, mask=mask, references=tuple(media_of(*reference_columns)))
+        yield Candidate(media=media, captions=captions, mask=mask, references=tuple(media_of(*reference_columns)))
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:

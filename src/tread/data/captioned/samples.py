@@ -25,7 +25,7 @@ from tread.config.schema import several
 from tread.data.captioned.buckets import Size, measure
 from tread.data.captioned.captions import TRIGGER
 from tread.data.captioned.entries import ConditioningType, DataConfig
-from tread.data.captioned.finding import Found, Skipped, find, root_of
+from tread.data.captioned.finding import Candidate, Skipped, find, root_of
 from tread.data.captioned.masks import MaskKind
 from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
 from tread.data.captioned.tables import Media
@@ -89,11 +89,11 @@ def collect(
                 f"dataset_type of data entry {config.name!r} is 'video', but the model trains on images: choose a "
                 "video model, or entries of images."
             )
-        found, pairs = list(find(config, apart)), _conditioning(config, configs)
+        candidates, pairs = list(find(config, apart)), _conditioning(config, configs)
         describe = partial(_describe, config=config, dataset=index, pairs=pairs, video=video)
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            done = pool.map(describe, found)
-            bar = tqdm(done, total=len(found), desc=config.name, unit="file", disable=not progress, leave=False)
+            done = pool.map(describe, candidates)
+            bar = tqdm(done, total=len(candidates), desc=config.name, unit="file", disable=not progress, leave=False)
             described = list(bar)
         kept = [one for one in described if isinstance(one, Sample)]
         left_out = [one for one in described if isinstance(one, Skipped)]
@@ -160,20 +160,20 @@ def _shared_name(media: Media, root: Path) -> str:
     return (path.relative_to(root) if path.is_relative_to(root) else path).with_suffix("").as_posix()
 
 
-def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, video: bool) -> Sample | Skipped:
+def _describe(candidate: Candidate, *, config: DataConfig, dataset: int, pairs: Pairs, video: bool) -> Sample | Skipped:
     """The sample with its size, or the reason why it is left out."""
-    if isinstance(found.captions, Skipped):
-        return found.captions
-    name, shared = str(found.media), _shared_name(found.media, root_of(config))
-    if isinstance(found.media, Path) and not found.media.is_file():
+    if isinstance(candidate.captions, Skipped):
+        return candidate.captions
+    name, shared = str(candidate.media), _shared_name(candidate.media, root_of(config))
+    if isinstance(candidate.media, Path) and not candidate.media.is_file():
         return Skipped(name, "there is no such file")
-    moves = isinstance(found.media, Path) and is_clip(found.media)
+    moves = isinstance(candidate.media, Path) and is_clip(candidate.media)
     if moves and (not video or config.dataset_type == "image"):
         why = "dataset_type is image" if video else "the model trains on images"
         return Skipped(name, f"it is a clip, and {why}")
     kind: MaskKind = "segmentation" if config.conditioning_type == "segmentation" else "mask"
-    mask, beside = found.mask, (by_name.get(shared) for by_name in pairs.get("reference", ()))
-    references = found.references or tuple(path for path in beside if path is not None)
+    mask, beside = candidate.mask, (by_name.get(shared) for by_name in pairs.get("reference", ()))
+    references = candidate.references or tuple(path for path in beside if path is not None)
     for other in ("mask", "segmentation"):
         for by_name in pairs.get(other, ()):
             if shared in by_name:
@@ -184,7 +184,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
         if isinstance(pair, Path) and not pair.is_file():
             return Skipped(name, f"there is no file {pair}")
     try:
-        width, height, frames = probe(found.media)
+        width, height, frames = probe(candidate.media)
         mask_size = None if mask is None else probe(mask)[:2]
         reference_sizes = tuple(probe(reference)[:2] for reference in references)
     except DataError as error:
@@ -192,7 +192,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     frames = frames if video and config.dataset_type != "image" else 1
     if frames > 1 and config.video.frame_rate is not None:
         try:
-            frames = count_frames(found.media, config.video.frame_rate)
+            frames = count_frames(candidate.media, config.video.frame_rate)
         except DataError as error:
             return Skipped(name, str(error))
     if config.dataset_type == "video" and frames == 1:
@@ -203,8 +203,8 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     if smallest is not None and measure((width, height), config.resolution_type) < smallest:
         return Skipped(name, f"its {width}x{height} pixels are below minimum_image_size {smallest:g}")
     return Sample(
-        media=found.media,
-        captions=found.captions,
+        media=candidate.media,
+        captions=candidate.captions,
         size=(width, height),
         frames=frames,
         mask=mask,
@@ -228,8 +228,8 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
         return DataError(f"{where}: none is left of {counted(len(skipped), 'file')}, the first because {reason}{fix}")
     root = root_of(config)
     counts = Counter(path.suffix.lower() or path.name for path in files_below(root)) if root.is_dir() else Counter()
-    found = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"
-    return DataError(f"{where}: found {found}; put images or clips with .txt captions there, or name another folder")
+    files = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"
+    return DataError(f"{where}: found {files}; put images or clips with .txt captions there, or name another folder")
 
 
 def _say_masks(config: DataConfig, samples: list[Sample], pairs: Pairs, say: Callable[[str], None]) -> None:

@@ -133,7 +133,7 @@ def load_dataset(config: DataConfig) -> Any:
     datasets.disable_progress_bars()
     try:
         saved = any((Path(origin) / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        found: Any = datasets.load_from_disk(origin) if saved else datasets.load_dataset(origin)
+        table: Any = datasets.load_from_disk(origin) if saved else datasets.load_dataset(origin)
     except Exception as error:  # builders raise whatever the files make them raise
         reason = one_line(error)[:300]
         raise DataError(
@@ -142,23 +142,23 @@ def load_dataset(config: DataConfig) -> Any:
     finally:
         if not quiet:
             datasets.enable_progress_bars()
-    if isinstance(found, Mapping):
-        if config.split not in found:
-            raise ConfigError(f"split is {config.split!r}; {origin!r} has {', '.join(found)}.")
-        found = found[config.split]
-    for column, feature in found.features.items():
+    if isinstance(table, Mapping):
+        if config.split not in table:
+            raise ConfigError(f"split is {config.split!r}; {origin!r} has {', '.join(table)}.")
+        table = table[config.split]
+    for column, feature in table.features.items():
         if isinstance(feature, datasets.Image | datasets.Video):
-            found = found.cast_column(column, type(feature)(decode=False))
-    return found
+            table = table.cast_column(column, type(feature)(decode=False))
+    return table
 
 
 def media_in_cell(table: Any, column: str, row: int, value: object, where: str) -> list[Media]:
     """The pictures in a cell, which may hold one, a list or nothing."""
     if isinstance(value, list | tuple):
-        found = (_cell_media(table, column, row, one, f"{where}[{row}]", i) for i, one in enumerate(value))
+        cells = (_cell_media(table, column, row, one, f"{where}[{row}]", i) for i, one in enumerate(value))
     else:
-        found = (_cell_media(table, column, row, value, f"{where}[{row}]", None),)
-    return [media for media in found if media is not None]
+        cells = (_cell_media(table, column, row, value, f"{where}[{row}]", None),)
+    return [media for media in cells if media is not None]
 
 
 def _cell_media(table: Any, column: str, row: int, value: object, name: str, index: int | None) -> Media | None:

@@ -39,11 +39,11 @@ LEFT_OUT = 200
 """Files that were left out and are listed."""
 
 
-def write_page(path: Path, found: Survey, *, heading: str, command: str, most: int) -> Path:
+def write_page(path: Path, survey: Survey, *, heading: str, command: str, most: int) -> Path:
     """Write the page of a survey, with at most about `most` samples."""
-    sections: list[Section] = [("Entries", _entries(found))]
-    share = min(1.0, most / max(1, found.count))
-    for bucket, some in found.buckets.items():
+    sections: list[Section] = [("Entries", _entries(survey))]
+    share = min(1.0, most / max(1, survey.count))
+    for bucket, some in survey.buckets.items():
         shown = spread(some, max(2, round(share * len(some))))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             figures = list(pool.map(_figure, shown))
@@ -51,14 +51,14 @@ def write_page(path: Path, found: Survey, *, heading: str, command: str, most: i
         lead = f"{counted(len(some), 'sample')}, {counted(visits(some), 'visit')} an epoch{hidden}."
         title = f"{bucket.width} x {bucket.height}" + (f", {bucket.frames} frames" if bucket.frames > 1 else "")
         sections.append((title, tag("div", tag("p", lead), tag("div", *figures, class_="samples"))))
-    if found.skipped:
-        sections.append(("Left out", _left_out(found)))
+    if survey.skipped:
+        sections.append(("Left out", _left_out(survey)))
     text = document(
         sections,
         kicker="tread data",
         title=heading,
         heading=heading,
-        notes=found.notes,
+        notes=survey.notes,
         command=command,
         style=asset("data.css"),
     )
@@ -66,19 +66,19 @@ def write_page(path: Path, found: Survey, *, heading: str, command: str, most: i
     return path
 
 
-def _entries(found: Survey) -> Html:
+def _entries(survey: Survey) -> Html:
     rows = [
         tag("tr", tag("th", entry.name, scope="row"), tag("td", ", ".join(facts(entry, some))))
-        for index, entry in enumerate(found.entries)
-        if (some := found.of(index))
+        for index, entry in enumerate(survey.entries)
+        if (some := survey.of(index))
     ]
-    return tag("div", tag("p", f"{found.summary}."), tag("div", tag("table", *rows, class_="facts"), class_="wide"))
+    return tag("div", tag("p", f"{survey.summary}."), tag("div", tag("table", *rows, class_="facts"), class_="wide"))
 
 
-def _left_out(found: Survey) -> Html:
-    rows = [tag("tr", tag("td", name), tag("td", reason)) for name, reason in found.skipped[:LEFT_OUT]]
-    more = len(found.skipped) - LEFT_OUT
-    lead = f"{counted(len(found.skipped), 'file')} cannot be used" + (f", {more} are not listed." if more > 0 else ".")
+def _left_out(survey: Survey) -> Html:
+    rows = [tag("tr", tag("td", name), tag("td", reason)) for name, reason in survey.skipped[:LEFT_OUT]]
+    more = len(survey.skipped) - LEFT_OUT
+    lead = f"{counted(len(survey.skipped), 'file')} cannot be used" + (f", {more} are not listed." if more > 0 else ".")
     return tag("div", tag("p", lead), tag("div", tag("table", *rows, class_="settings"), class_="wide"))
 
 

@@ -109,23 +109,23 @@ def survey(config: FinetuneConfig) -> Survey:
     return Survey(by_size, configs, collected.skipped, notes, config.train_batch_size)
 
 
-def described(found: Survey) -> str:
+def described(survey: Survey) -> str:
     """The text that `tread data` prints."""
-    lines = [found.summary]
-    width = max(len(str(bucket)) for bucket in found.buckets)
-    for bucket, some in found.buckets.items():
+    lines = [survey.summary]
+    width = max(len(str(bucket)) for bucket in survey.buckets)
+    for bucket, some in survey.buckets.items():
         seen = visits(some)
         often = f", {counted(seen, 'visit')} an epoch" if seen != len(some) else ""
         lines.append(f"  {str(bucket).ljust(width)}  {counted(len(some), 'sample')}{often}")
-    for index, entry in enumerate(found.entries):
-        if some := found.of(index):
+    for index, entry in enumerate(survey.entries):
+        if some := survey.of(index):
             lines.append(f"{entry.name}: {'; '.join(facts(entry, some))}")
-    if found.skipped:
-        lines.append(f"{counted(len(found.skipped), 'file')} left out:")
-        lines += [f"  {Path(name).name}: {reason}" for name, reason in found.skipped[:5]]
-        more = len(found.skipped) - 5
+    if survey.skipped:
+        lines.append(f"{counted(len(survey.skipped), 'file')} left out:")
+        lines += [f"  {Path(name).name}: {reason}" for name, reason in survey.skipped[:5]]
+        more = len(survey.skipped) - 5
         lines += [f"  and {more} more, which --html PAGE lists"] if more > 0 else []
-    return printable("\n".join([*lines, *found.notes]))
+    return printable("\n".join([*lines, *survey.notes]))
 
 
 def facts(entry: DataConfig, some: Sequence[Seen]) -> list[str]:

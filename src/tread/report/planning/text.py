@@ -50,10 +50,10 @@ def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
     }
 
 
-def risks(run: Run, plan: RoutePlan, found: Estimate) -> list[str]:
+def risks(run: Run, plan: RoutePlan, cost: Estimate) -> list[str]:
     """The plan's risk warnings, worded as in a job."""
     adapter = adapter_risks(plan) if run.way != "full" else []
-    return layer_risks(plan) + token_risks(plan, found.image) + adapter
+    return layer_risks(plan) + token_risks(plan, cost.image) + adapter
 
 
 def describe(model: Model, run: Run, plan: RoutePlan) -> str:
@@ -118,17 +118,17 @@ def report_cluster(model: Model, run: Run, plan: RoutePlan, cluster: Cluster, li
     return asdict(cluster) | {"links": sources, "collectives": moved, "dense": dense, "routed": routed}
 
 
-def _heading(model: Model, run: Run, found: Estimate) -> str:
+def _heading(model: Model, run: Run, cost: Estimate) -> str:
     what = "all weights" if run.way == "full" else f"LoRA of rank {run.rank}"
     if run.way == "attention":
         what += " on attention"
     frames = f", {run.frames} frames" if run.frames > 1 else ""
     frames += f" with {counted(run.image_layers, 'layer')}" if run.image_layers else ""
-    parts = [f"{found.image:,} token{'' if found.image == 1 else 's'}"]
-    if found.reference:
-        parts.append(f"{found.reference:,} of {'the given image' if run.image_layers else 'references'}")
-    if found.padding:
-        parts.append(f"{found.padding:,} of padding")
+    parts = [f"{cost.image:,} token{'' if cost.image == 1 else 's'}"]
+    if cost.reference:
+        parts.append(f"{cost.reference:,} of {'the given image' if run.image_layers else 'references'}")
+    if cost.padding:
+        parts.append(f"{cost.padding:,} of padding")
     if run.text:
         parts.append(f"{run.text} of text")
     graphs = ", CUDA graphs" if run.graphs else ""
@@ -140,10 +140,10 @@ def _heading(model: Model, run: Run, found: Estimate) -> str:
     )
 
 
-def _layer_lines(found: Estimate) -> list[str]:
+def _layer_lines(cost: Estimate) -> list[str]:
     lines = ["layers        tokens   TFLOPs each"]
-    start, total = 0, found.image + found.reference + found.padding
-    for (tokens, flops), group in groupby(zip(found.layers, found.layer_flops, strict=True)):
+    start, total = 0, cost.image + cost.reference + cost.padding
+    for (tokens, flops), group in groupby(zip(cost.layers, cost.layer_flops, strict=True)):
         count = len(list(group))
         span = f"{start}..{start + count - 1}" if count > 1 else str(start)
         dropped = f"   drops {1 - tokens / total:.0%}" if tokens < total else ""
@@ -168,5 +168,5 @@ def _fit_lines(model: Model, run: Run, plan: RoutePlan) -> list[str]:
 
 def _card(choice: Choice, index: int) -> str:
     card: Sequence[int | None] = choice.cards
-    found = card[index]
-    return f"more than {CARDS[-1]} GB" if found is None else f"{found} GB"
+    size = card[index]
+    return f"more than {CARDS[-1]} GB" if size is None else f"{size} GB"
