@@ -211,6 +211,13 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         read_pixels(tmp_path / "cut.jpg", whole(16, 16))
 
 
+def test_a_gigantic_picture_is_to_be_scaled_down(tmp_path: Path) -> None:
+    """Of 225 million pixels; it need not be saved again, as a broken one must."""
+    Image.new("1", (15_000, 15_000)).save(tmp_path / "map.png")
+    with pytest.raises(DataError, match=r"cannot read \S+map\.png, which has too many pixels \(.+\): scale it down$"):
+        probe(tmp_path / "map.png")
+
+
 @pytest.mark.realdata
 def test_camera_clips(real_data: Path) -> None:
     found = {path.name: probe(path) for path in sorted((real_data / "video_clips").iterdir())}

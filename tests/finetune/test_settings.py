@@ -52,6 +52,7 @@ def made(**settings: Any) -> FinetuneConfig:
         ({"experts": "low"}, "experts is 'low', but only wan has two transformers; leave it out."),
         ({"data": ""}, "data is empty; give a folder of images or videos with captions (docs/data.md)."),
         ({"lora_targets": []}, "lora_targets is empty, so nothing would be trained; name layers, or leave it out."),
+        ({"lokr_factor": 0}, "lokr_factor is 0; it must be at least 1, or -1 for the most square one."),
         (
             {"model_type": "full", "base_model_precision": "nf4"},
             "base_model_precision is 'nf4', but model_type is 'full', and quantized weights cannot be trained: set "

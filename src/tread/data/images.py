@@ -121,6 +121,8 @@ def reading(what: object) -> Iterator[None]:
         yield
     except (ImportError, DataError):
         raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"cannot read {what}, which has too many pixels ({one_line(error)}): scale it down") from error
     except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
         raise DataError(f"cannot read {what} ({one_line(error)}): remove it or save it again") from error
 

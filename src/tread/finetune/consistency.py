@@ -151,6 +151,8 @@ def _check_adapter(config: "FinetuneConfig") -> None:
             "float32 activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 "
             "weights."
         )
+    if config.lokr_factor < 1 and config.lokr_factor != -1:
+        raise ConfigError(f"lokr_factor is {config.lokr_factor}; it must be at least 1, or -1 for the most square one.")
     if (config.lora_type == "lycoris") != (config.lycoris_config is not None):
         raise ConfigError(
             f"lora_type is {config.lora_type!r} and lycoris_config is {config.lycoris_config!r}: lora_type 'lycoris' "
