@@ -1,6 +1,7 @@
 """Rotary functions other than the stock ones: of attention processors of one's own, and of libraries that patch."""
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -80,11 +81,13 @@ def test_a_processor_that_calls_the_models_rotary_function_in_its_own_way(call: 
     torch.testing.assert_close(found, gradients(None, 2, attach), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 @pytest.mark.parametrize("wraps", [False, True])
 def test_a_rotary_function_that_is_replaced_after_attaching(
     wraps: bool, attach: Attach, expected: Tensor, monkeypatch: pytest.MonkeyPatch
 ):
     """A library of kernels brings a function of its own, which may have copied the attributes of what it replaces."""
+    gc.collect()  # models that earlier tests left attached
     calls = []
 
     def mine(*args: Any, **kwargs: Any) -> Any:

@@ -27,7 +27,9 @@ def test_a_fine_tune(law: Law, tune: Tune, capsys: Capture) -> None:
     assert tune_cli(config_file(config), "--target-speedup", "1.01") == 0
     shown = capsys.readouterr().out
     facts = measurements(Path("autotune/c"))
-    assert set(facts["losses"]) == {f"{window}@{ratio}" for window in ("2..2", "3..3") for ratio in (0.25, 0.4, 0.5)}
+    assert set(facts["losses"]) == {
+        f"{window}@{ratio}" for window in ("1..1", "2..2", "3..3") for ratio in (0.25, 0.4, 0.5)
+    }
     assert set(facts["result"]["cost"]["layers"]) == {"transformer_blocks", "single_transformer_blocks"}
     assert "at most 0.5 is dropped while an adapter is trained" in shown
     assert "the schedule runs the last 25% of the steps dense" in shown
