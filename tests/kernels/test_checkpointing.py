@@ -98,9 +98,12 @@ def test_compiled_code_is_cached_by_its_policy() -> None:
     assert len(set(hashes)) == 2
 
 
-def test_only_the_warning_about_in_place_operations_is_silenced(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_warning_about_in_place_operations_is_silenced(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = logging.getLogger("torch._higher_order_ops.wrap")
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)  # torch 2.11 turns it off
     with caplog.at_level(logging.WARNING, log.name):
         for message in ("Detected that context_fn is passed to torch.utils.checkpoint", "something else"):
             log.warning(message)
-    assert caplog.messages == ["something else"]
+    assert set(caplog.messages) == {"something else"}
