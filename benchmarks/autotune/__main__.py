@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts: dict[str, Any] = {"command": command, "machine": machine()}
     if options.what == "rank":
         known = {} if options.gaps is None else json.loads(options.gaps.read_text())["gaps"]
-        facts["figure"] = rank.figure_of(options.given, options.seconds)
-        facts |= rank.correlate(rank.arms_of(options.given, options.seconds), known)
+        facts["figure"], arms = rank.long_runs(options.given, options.seconds)
+        facts |= rank.correlate(arms, known)
         for name, one in facts["scores"].items():
             print(
                 f"{name:<22} kendall {one['kendall']:+.2f}, spearman {one['spearman']:+.2f}, chance {one['chance']:.3f}"
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:<28} {told} ({one['error']:+.1%})")
             print(f"worst {facts['worst']:.1%}, goal {facts['goal']:.0%}")
         else:
-            facts |= measure_gaps(config, settings, rank.arms_of(options.arms, options.seconds), options.start_steps)
+            _, arms = rank.long_runs(options.arms, options.seconds)
+            facts |= measure_gaps(config, settings, arms, options.start_steps)
             print(json.dumps(facts["gaps"], indent=1))
     write_json(options.out, facts)
     return int(facts.get("worst", 0.0) > facts.get("goal", 1.0))

@@ -26,7 +26,7 @@ def paper_arms() -> list[Arm]:
     """Twelve arms, dense among them."""
     arms = [Arm(name="dense", routes=(), depth=DEPTH, distance=DENSE, speed=1.0, seeds=1)]
     arms += [_arm(ratio, (2, 8), fid) for ratio, fid in BY_RATIO.items()]
-    return arms + [_arm(0.5, window, DENSE + change) for window, change in BY_WINDOW.items()]
+    return arms + [_arm(0.5, window, round(DENSE + change, 2)) for window, change in BY_WINDOW.items()]
 
 
 def _arm(ratio: float, window: tuple[int, int], fid: float) -> Arm:

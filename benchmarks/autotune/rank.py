@@ -36,14 +36,11 @@ EXACT = 8
 DRAWN = 20_000
 
 
-def arms_of(given: Sequence[str], seconds: float) -> list[Arm]:
-    """The paper's arms, for the word `paper`; else those in files of results."""
-    return paper_arms() if list(given) == [PAPER] else read_arms([Path(path) for path in given], seconds)
-
-
-def figure_of(given: Sequence[str], seconds: float) -> str:
-    """The distance of those arms, in words."""
-    return PAPERS_FIGURE if list(given) == [PAPER] else f"{FIGURE} after {seconds:g} s"
+def long_runs(given: Sequence[str], seconds: float) -> tuple[str, list[Arm]]:
+    """The paper's arms, for the word `paper`, else those in files of results; before them their distance, in words."""
+    if list(given) == [PAPER]:
+        return PAPERS_FIGURE, paper_arms()
+    return f"{FIGURE} after {seconds:g} s", read_arms([Path(path) for path in given], seconds)
 
 
 def read_arms(paths: Sequence[Path], seconds: float) -> list[Arm]:

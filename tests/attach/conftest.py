@@ -11,7 +11,9 @@ import torch
 
 import tread
 from tests.attach.attached import FLUX, ROUTES, Attach, routed
+from tests.attach.selected import TOY_CONFIG
 from tests.tiny.runs import forget
+from tests.tiny.toy import FAMILY, Toy, inputs
 
 FILES = ("contract", "compile", "adapters", "quantized")
 PACKAGES = ("torch", "diffusers", "peft", "torchao", "bitsandbytes", "optimum-quanto")
@@ -45,6 +47,15 @@ def expected() -> torch.Tensor:
     model = FLUX.model()
     with tread.attach(model, ROUTES) as handle:
         return routed(FLUX, model, handle)
+
+
+@pytest.fixture(name="routed")
+def routed_toy() -> torch.Tensor:
+    """The toy routed at step 0."""
+    model = Toy()
+    with tread.attach(model, TOY_CONFIG, family=FAMILY) as handle:
+        handle.set_step(0)
+        return model(**inputs())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,10 @@ def route(start: int, end: int, ratio: float = 0.5) -> dict:
     return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
 
 
+TOY_CONFIG = {"routes": [route(1, 4)]}
+"""One window inside the toy of six layers."""
+
+
 def inner(depth: int) -> list[dict]:
     """One route that leaves the first and the last layer dense, where there are enough layers."""
     return [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))]

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 import tread
 from tests.attach.attached import FLUX, ROUTES
-from tests.attach.selected import route
+from tests.attach.selected import TOY_CONFIG
 from tests.tiny.toy import FAMILY, Toy, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CONFIG = {"routes": [route(1, 4)]}
 
 
 class _Counting(ModelHook):
@@ -117,14 +116,6 @@ def outputs(model: Toy, *, through: str) -> Tensor:
     return (model if through == "call" else model.forward)(**inputs())
 
 
-@pytest.fixture
-def routed() -> Tensor:
-    model = Toy()
-    with tread.attach(model, CONFIG, family=FAMILY) as handle:
-        handle.set_step(0)
-        return model(**inputs())
-
-
 ORDERS = [
     order
     for order in itertools.permutations(["attach", "put on", "take off", "detach"])
@@ -143,7 +134,7 @@ def test_any_order(other: str, order: tuple[str, ...], where: str, through: str,
     handle, counters = None, []
     for act in order:
         if act == "attach":
-            handle = tread.attach(model, CONFIG, family=FAMILY)
+            handle = tread.attach(model, TOY_CONFIG, family=FAMILY)
         elif act == "put on":
             counters = [patch.put_on(module) for patch, module in zip(patches, modules, strict=True)]
         elif act == "take off":
@@ -170,7 +161,7 @@ def test_other_modules_of_a_class_are_stock():
     model, other = Toy(), Toy()
     dense = other(**inputs())
     signature = inspect.signature(Toy.forward)
-    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+    with tread.attach(model, TOY_CONFIG, family=FAMILY) as handle:
         assert inspect.signature(Toy.forward) == signature
         assert inspect.signature(model.forward) == inspect.signature(other.forward)
         assert other(**inputs()).equal(dense)
@@ -190,7 +181,7 @@ def test_a_class_that_inherits_its_forward_does_so_again():
     class Heir(Toy):
         pass
 
-    with tread.attach(Heir(), CONFIG, family=FAMILY):
+    with tread.attach(Heir(), TOY_CONFIG, family=FAMILY):
         assert "forward" in vars(Heir)
     assert "forward" not in vars(Heir)
 
@@ -199,7 +190,7 @@ def test_a_class_that_was_given_another_forward_keeps_it():
     class Patched(Toy):
         pass
 
-    with tread.attach(Patched(), CONFIG, family=FAMILY):
+    with tread.attach(Patched(), TOY_CONFIG, family=FAMILY):
         Patched.forward = stock = Toy.forward
     assert vars(Patched)["forward"] is stock
 
@@ -207,8 +198,8 @@ def test_a_class_that_was_given_another_forward_keeps_it():
 def test_detaching_leaves_layers_that_another_model_routes_by_now(routed: Tensor):
     first, second = Toy(), Toy()
     first.first, first.second = second.first, second.second
-    earlier = tread.attach(first, CONFIG, family=FAMILY)
-    with tread.attach(second, CONFIG, family=FAMILY) as handle:
+    earlier = tread.attach(first, TOY_CONFIG, family=FAMILY)
+    with tread.attach(second, TOY_CONFIG, family=FAMILY) as handle:
         earlier.detach()
         handle.set_step(0)
         assert second(**inputs()).equal(routed)
@@ -219,7 +210,7 @@ def test_a_class_and_its_base_are_attached_at_once(first: str, routed: Tensor):
     made: list[tuple[Toy, int]] = [(Toy(), 1), (_Derived(), 2)]
     handles = []
     for model, _ in made if first == "base" else made[::-1]:
-        handles.append(tread.attach(model, CONFIG, family=FAMILY))
+        handles.append(tread.attach(model, TOY_CONFIG, family=FAMILY))
         handles[-1].set_step(0)
     for model, factor in made:
         assert model(**inputs()).equal(factor * routed)
@@ -233,7 +224,7 @@ def test_super_goes_past_what_is_on_the_instance(routed: Tensor):
     """Both classes are attached and the model has a hook on its forward: `super().forward` is the base's function."""
     base, derived = Toy(), _Derived()
     _Accelerate().put_on(derived)
-    with tread.attach(base, CONFIG, family=FAMILY), tread.attach(derived, CONFIG, family=FAMILY) as handle:
+    with tread.attach(base, TOY_CONFIG, family=FAMILY), tread.attach(derived, TOY_CONFIG, family=FAMILY) as handle:
         handle.set_step(0)
         assert derived(**inputs()).equal(2 * routed)
 
@@ -243,7 +234,7 @@ def test_what_was_on_the_instance_is_there_again(routed: Tensor):
     model, first, second = Toy(), _Accelerate(), _HookRegistry(_Diffusers)
     first.put_on(model)
     before = model.__dict__["forward"]
-    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+    with tread.attach(model, TOY_CONFIG, family=FAMILY) as handle:
         second.put_on(model)
         handle.set_step(0)
         assert model(**inputs()).equal(routed)
@@ -259,13 +250,13 @@ def test_the_signature_of_a_forward_that_is_no_method_stays():
     model: Any = Toy()
     model.forward = functools.partial(Toy.forward, model)
     expected = inspect.signature(model.forward)
-    with tread.attach(model, CONFIG, family=FAMILY):
+    with tread.attach(model, TOY_CONFIG, family=FAMILY):
         assert inspect.signature(model.forward) == expected
 
 
 def test_a_forward_that_was_saved_and_put_back():
     model: Any = Toy()
-    with tread.attach(model, CONFIG, family=FAMILY):
+    with tread.attach(model, TOY_CONFIG, family=FAMILY):
         saved, model.forward = model.forward, None
         model.forward = saved
         assert "forward" not in vars(model)
@@ -281,7 +272,7 @@ def test_forward_with_cfg(routed: Tensor):
             return self.forward(x, c, text)
 
     model = Guided()
-    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+    with tread.attach(model, TOY_CONFIG, family=FAMILY) as handle:
         handle.set_step(0)
         assert model.forward_with_cfg(**inputs()).equal(routed)
         with torch.no_grad(), handle.routed(0.5, step=0):
@@ -313,7 +304,7 @@ def test_accelerates_mixed_precision(first: str):
 
 def test_a_layer_that_was_replaced_is_refused():
     model = Toy()
-    with tread.attach(model, CONFIG, family=FAMILY):
+    with tread.attach(model, TOY_CONFIG, family=FAMILY):
         model.first[1] = copy.deepcopy(model.first[1])
         with pytest.raises(tread.ConfigError, match=r"layer 1 is another module \(Block\) than when the model was att"):
             model(**inputs())

@@ -10,19 +10,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tread
-from tests.attach.selected import route
+from tests.attach.selected import TOY_CONFIG
 from tests.tiny.toy import FAMILY, Block, Toy, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CONFIG = {"routes": [route(1, 4)]}
-
-
-@pytest.fixture
-def routed() -> Tensor:
-    model = Toy()
-    with tread.attach(model, CONFIG, family=FAMILY) as handle:
-        handle.set_step(0)
-        return model(**inputs())
 
 
 class Replacing:
@@ -81,7 +72,7 @@ def expected_calls(what: str) -> int:
 def test_replaced_before_a_step(what: str, routed: Tensor):
     case = Replacing()
     model, before = case.model, case.own()
-    handle = tread.attach(model, CONFIG, family=FAMILY)
+    handle = tread.attach(model, TOY_CONFIG, family=FAMILY)
     made = case.replace(what)
     handle.set_step(0)
     assert model(**inputs()).equal(routed)
@@ -100,7 +91,7 @@ def test_a_replacement_that_is_taken_back(what: str, routed: Tensor):
     """`mock.patch.object` restores what the class itself had, even after detaching."""
     case = Replacing()
     model, before = case.model, case.own()
-    handle = tread.attach(model, CONFIG, family=FAMILY)
+    handle = tread.attach(model, TOY_CONFIG, family=FAMILY)
     with mock.patch.object(case.classes[what], "forward", case.made(case.classes[what])):
         handle.set_step(0)
         assert model(**inputs()).equal(routed)
@@ -116,7 +107,7 @@ def test_a_replacement_that_is_taken_back(what: str, routed: Tensor):
 @pytest.mark.parametrize("what", ["layer", "layer's base", "model's base"])
 def test_replaced_in_a_loop_that_never_says_the_step(what: str, routed: Tensor):
     case = Replacing()
-    with tread.attach(case.model, CONFIG, family=FAMILY):
+    with tread.attach(case.model, TOY_CONFIG, family=FAMILY):
         case.replace(what)
         assert case.model(**inputs()).equal(routed)
 
@@ -125,7 +116,7 @@ def test_replaced_in_a_loop_that_never_says_the_step(what: str, routed: Tensor):
 def test_a_model_replaced_in_a_loop_that_never_says_the_step(how: str, routed: Tensor):
     case = Replacing()
     model = case.model
-    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+    with tread.attach(model, TOY_CONFIG, family=FAMILY) as handle:
         case.replace("model")
         with pytest.raises(tread.ConfigError, match=r"^Model\.forward was replaced after tread\.attach.*set_step"):
             (model if how == "call" else model.forward)(**inputs())
@@ -139,7 +130,7 @@ def test_replaced_on_a_class_that_came_between(routed: Tensor):
     """`fully_shard` replaces a module's class by a subclass."""
     case = Replacing()
     model = case.model
-    handle = tread.attach(model, CONFIG, family=FAMILY)
+    handle = tread.attach(model, TOY_CONFIG, family=FAMILY)
 
     class Sharded(case.classes["model"]):
         pass
@@ -160,7 +151,7 @@ def test_replaced_between_a_checkpointed_forward_and_its_backward(what: str, ree
     gradients = []
     for replaced in (False, True):
         case, x = Replacing(), inputs()["x"]
-        with tread.attach(case.model, CONFIG, family=FAMILY) as handle:
+        with tread.attach(case.model, TOY_CONFIG, family=FAMILY) as handle:
             handle.set_step(0)
             output: Any = checkpoint(lambda x: case.model(**{**inputs(), "x": x}), x, use_reentrant=reentrant)  # noqa: B023
             if replaced:

@@ -7,7 +7,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,16 @@ from tread.kernels.compiling import Compiled
 from tread.routing.handle import Handle
 from tread.routing.state import End
 
-_Named = tuple[Side, str, str, bool]
-"""A side input, the argument that holds it, the entry of that argument if it is a mapping, else "", and whether it is a
-table (S, ...)."""
+
+class _Named(NamedTuple):
+    """A side input, and how it is passed."""
+
+    side: Side
+    argument: str
+    entry: str
+    """The entry of the argument, if that is a mapping; else ""."""
+    is_table: bool
+    """Whether all samples share it, (S, ...)."""
 
 
 class Layer(Around):
@@ -40,11 +47,7 @@ class Layer(Around):
 
     def add(self, index: int, stack: Stack) -> None:
         """Register the module as layer `index`."""
-        names = [side.name for side in stack.sides]
-        tables = [side.dim == 0 and names.count(side.name) == 1 for side in stack.sides]  # else a mask (S, S)
-        self._indices.append(
-            (index, stack, [(side, *_split(side.name), t) for side, t in zip(stack.sides, tables, strict=True)])
-        )
+        self._indices.append((index, stack, _named(stack)))
 
     def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output, routed if the current forward is."""
@@ -95,10 +98,7 @@ class Layer(Around):
             elif not entry:
                 changed[name] = self._side(side, value, side.name, image, is_table)
             elif value.get(entry) is not None:
-                changed[name] = {
-                    **value,
-                    entry: self._side(side, value[entry], side.name, image, is_table),
-                }
+                changed[name] = {**value, entry: self._side(side, value[entry], side.name, image, is_table)}
         for name in stack.counts if state.inside else ():
             if (count := given(name, args, kwargs)) is not None:
                 changed[name] = count - state.dropped
@@ -168,6 +168,14 @@ def _to_layer_order(stack: Stack, stream: Tensor, given: Tensor) -> Tensor:
     if stack.dim == 1:
         return stream
     return stream.squeeze(0) if given.ndim == 2 else stream.transpose(0, 1)
+
+
+def _named(stack: Stack) -> list[_Named]:
+    """The side inputs of a stack's layers; an argument with two sides is a mask (S, S), and no table."""
+    names = [side.name for side in stack.sides]
+    return [
+        _Named(side, *_split(side.name), is_table=side.dim == 0 and names.count(side.name) == 1) for side in stack.sides
+    ]
 
 
 def _split(name: str) -> tuple[str, str]:
